@@ -12,7 +12,8 @@ import (
 	"strings"
 
 	"github.com/spf13/pflag"
-	netutils "k8s.io/utils/net"
+
+	"github.com/waymark-routes/waymark/internal/prefix"
 )
 
 // WatchBasedGate is upstream's name of the feature gate for watch-based route
@@ -108,15 +109,15 @@ func ClusterCIDRs(value string) (prefixes []netip.Prefix, warnings []string, err
 		if part == "" {
 			return nil, nil, Usagef("--cluster-cidr: range %d of %q is empty", i+1, value)
 		}
-		prefix, err := parseCIDR(part)
+		cidr, err := prefix.Parse(part)
 		if err != nil {
 			return nil, nil, Usagef("--cluster-cidr: %q is no CIDR (want for example 10.244.0.0/16 or fd00:10:244::/56)", part)
 		}
-		if masked := prefix.Masked(); masked != prefix {
+		if masked := cidr.Masked(); masked != cidr {
 			warnings = append(warnings, fmt.Sprintf("--cluster-cidr: %s has host bits; taken as %s", part, masked))
-			prefix = masked
+			cidr = masked
 		}
-		prefixes = append(prefixes, prefix)
+		prefixes = append(prefixes, cidr)
 	}
 	if len(prefixes) > 2 {
 		return nil, nil, Usagef("--cluster-cidr: %d ranges given, at most two are taken (one of each family)", len(prefixes))
@@ -125,23 +126,6 @@ func ClusterCIDRs(value string) (prefixes []netip.Prefix, warnings []string, err
 		return nil, nil, Usagef("--cluster-cidr: %s and %s are of one family; two ranges must be one IPv4 and one IPv6", prefixes[0], prefixes[1])
 	}
 	return prefixes, warnings, nil
-}
-
-// parseCIDR is as tolerant as Kubernetes is (leading zeros).
-func parseCIDR(text string) (netip.Prefix, error) {
-	ip, network, err := netutils.ParseCIDRSloppy(text)
-	if err != nil {
-		return netip.Prefix{}, err
-	}
-	addr, ok := netip.AddrFromSlice(ip)
-	if !ok {
-		return netip.Prefix{}, fmt.Errorf("parse address of %q", text)
-	}
-	ones, bits := network.Mask.Size()
-	if addr = addr.Unmap(); addr.BitLen() != bits {
-		return netip.Prefix{}, fmt.Errorf("parse %q: an IPv4-mapped range is not taken", text)
-	}
-	return netip.PrefixFrom(addr, ones), nil
 }
 
 // FeatureGates is the value of --feature-gates: a list of Name=bool, merged over
