@@ -443,6 +443,11 @@ func (e *Engine) driveSession() {
 	if s == nil {
 		return
 	}
+	if s.draining && !s.accepted {
+		e.emit(EndSession{Session: s.id, Reason: EndDone, Text: "drained"})
+		e.dropSession("the watcher ended it")
+		return
+	}
 	if !s.accepted {
 		if e.plugin.Info == nil {
 			return

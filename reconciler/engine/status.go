@@ -24,7 +24,7 @@ type Row struct {
 
 // Overview is the state on one screen.
 type Overview struct {
-	Begun          time.Time
+	Now, Begun     time.Time
 	SessionID      string
 	SessionSince   time.Time
 	Holder         string
@@ -77,6 +77,19 @@ func (e *Engine) ClusterReady() (bool, string) {
 	}
 }
 
+// PluginHealthy says whether the plugin has identified itself and serves. The
+// health service waymark.plugin follows it.
+func (e *Engine) PluginHealthy() bool { return e.plugin.Healthy && e.plugin.Info != nil }
+
+// InFlight is the number of writes that have not been answered.
+func (e *Engine) InFlight() int { return len(e.calls) }
+
+// Held is the number of deletes that the guard holds.
+func (e *Engine) Held() int { return len(e.held) }
+
+// PollOnly says whether the feature gate is off.
+func (e *Engine) PollOnly() bool { return e.cfg.PollOnly }
+
 func reasonIn(reason string) string {
 	if reason == "" {
 		return ""
@@ -95,7 +108,7 @@ func (e *Engine) Settled() bool {
 // destinations.
 func (e *Engine) Overview() Overview {
 	o := Overview{
-		Begun: e.begun, Cluster: e.cluster, Plugin: e.plugin, WatchBased: !e.cfg.PollOnly, DryRun: e.cfg.DryRun,
+		Now: e.now, Begun: e.begun, Cluster: e.cluster, Plugin: e.plugin, WatchBased: !e.cfg.PollOnly, DryRun: e.cfg.DryRun,
 		NextResync: e.resyncAt, Guard: e.cfg.Guard, Held: len(e.held), Nodes: e.world.NodeCount(), Observed: e.world.RowCount(),
 		InFlight: len(e.calls), Queued: e.queuedCount(), Settled: e.Settled(), Quotas: e.quotas,
 	}

@@ -143,7 +143,7 @@ func (x *Executor) list(ctx context.Context, cancel context.CancelFunc, e engine
 }
 
 // StartCall starts a write.
-func (x *Executor) StartCall(e engine.StartCall, labels func(node string) map[string]string) {
+func (x *Executor) StartCall(e engine.StartCall) {
 	ctx, cancel := context.WithTimeout(x.ctx, x.options.WriteTimeout)
 	x.cancels[e.ID] = cancel
 	if e.Trace != "" {
