@@ -13,6 +13,27 @@ $(TOOLS)/%: tools/go.mod tools/go.sum
 generate: $(TOOLS)/buf $(TOOLS)/protoc-gen-go $(TOOLS)/protoc-gen-go-grpc ## Make the Go code of the contracts
 	$(TOOLS)/buf generate
 
+.PHONY: generate-check
+generate-check: generate ## Fail when the committed generated code is old
+	@git diff --exit-code --stat -- proto || { echo "generated code is old: run make generate and commit"; exit 1; }
+
+.PHONY: lint
+lint: $(TOOLS)/buf $(TOOLS)/gofumpt ## Lint the contracts and the code
+	$(TOOLS)/buf lint
+	$(TOOLS)/buf format -d --exit-code proto
+	@if git rev-parse -q --verify HEAD~1 >/dev/null && git cat-file -e HEAD~1:proto 2>/dev/null; then \
+		$(TOOLS)/buf breaking proto --against '.git#ref=HEAD~1,subdir=proto'; fi
+	@out=$$($(TOOLS)/gofumpt -l $$(git ls-files '*.go' ':!*.pb.go')); test -z "$$out" || { echo "not formatted: $$out"; exit 1; }
+	go vet ./...
+
 .PHONY: build
 build: ## Build all binaries into bin/
 	go build -trimpath -o bin/ ./cmd/...
+
+.PHONY: test
+test: ## Run all tests, with the race detector
+	go test -race ./...
+
+.PHONY: run
+run: ## The main job on the embedded default: nodes from a file, the memory plugin
+	go run ./cmd/waymark up --nodes testdata/nodes.yaml
