@@ -34,6 +34,12 @@ build: ## Build all binaries into bin/
 test: ## Run all tests, with the race detector
 	go test -race ./...
 
+.PHONY: e2e
+e2e: ## Real kube-apiserver, etcd and node-ipam controller; the real binaries (first build about 10 minutes)
+	test/e2e/kube/build.sh
+	CGO_ENABLED=0 go build -trimpath -o test/e2e/.bin/ ./cmd/...
+	go -C test/e2e test -v -count=1 -timeout 20m ./...
+
 .PHONY: run
 run: ## The main job on the embedded default: nodes from a file, the memory plugin
 	go run ./cmd/waymark up --nodes testdata/nodes.yaml
