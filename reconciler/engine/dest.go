@@ -647,7 +647,8 @@ func (e *Engine) settleWrites(started time.Time) {
 				return op.Row != nil && op.Row.ID == ds.write.row.ID && op.Row.Table == ds.write.row.Table && op.Row.Target == ds.write.row.Target
 			})
 		case plan.OpCreate, plan.OpReplace:
-			lost = decision.Holder != nil && decision.Holder.UID == ds.write.uid && decision.State == plan.Missing
+			// A row with old addresses is not lost, only stale.
+			lost = decision.Holder != nil && decision.Holder.UID == ds.write.uid && decision.State == plan.Missing && !e.shows(ds.prefix, decision.Holder)
 		}
 		if !lost {
 			ds.write, ds.vanished, ds.distrust = lastWrite{}, 0, false
@@ -658,6 +659,13 @@ func (e *Engine) settleWrites(started time.Time) {
 		}
 		e.vanish(ds)
 	}
+}
+
+// shows says whether the view has a live row of d that points at n.
+func (e *Engine) shows(d netip.Prefix, n *plan.Node) bool {
+	return slices.ContainsFunc(e.world.Rows(d), func(r *plan.Row) bool {
+		return !r.Foreign && r.State != plan.StateBlackhole && e.world.Resolve(r) == n
+	})
 }
 
 // vanish notes that a list lacks what was written (or shows what was deleted).

@@ -634,6 +634,10 @@ func (e *Engine) nodeChanged(in NodeChanged) {
 	if e.cfg.PollOnly {
 		return
 	}
+	if in.Change != NodeDeleted && old != nil && !slices.Equal(old.IPs(), in.Node.IPs()) && e.unseen(in.Node) {
+		// Whether the cloud's row carries addresses is only known from a list.
+		e.wantList(CauseNodeChange, detail, e.now)
+	}
 	e.emit(ReconcileStarted{Waited: e.now.Sub(in.Observed)})
 	var pass *Pass
 	switch {
@@ -654,6 +658,19 @@ func (e *Engine) nodeChanged(in NodeChanged) {
 	for _, d := range inOrder(touched) {
 		e.join(d, pass, CauseNodeChange, detail, in.Trace)
 	}
+}
+
+// unseen says whether a row of the node stems from our own write, no list has
+// shown it since, and it is not known whether it carries addresses.
+func (e *Engine) unseen(n *plan.Node) bool {
+	for _, d := range n.Destinations() {
+		for _, r := range e.world.Rows(d) {
+			if r.Written && !r.HasAddresses && e.world.Resolve(r) == n {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // forgive makes failed destinations due at once: their node has changed.
