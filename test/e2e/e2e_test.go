@@ -93,6 +93,7 @@ func apply(t *testing.T, c *cluster.Cluster) {
 
 // pod is one pod's three processes on sockets of their own.
 type pod struct {
+	t                            *testing.T // owns the processes, also those started in subtests
 	name, dir, state, kubeconfig string
 	pluginArgs, args             []string
 	watcherHTTP, reconcilerHTTP  string
@@ -109,7 +110,7 @@ func newPod(t *testing.T, c *cluster.Cluster, name string) *pod {
 	}
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
 	return &pod{
-		name: name, dir: dir, state: filepath.Join(dir, "routes.json"),
+		t: t, name: name, dir: dir, state: filepath.Join(dir, "routes.json"),
 		kubeconfig:  c.Kubeconfig(t, c.ServiceAccountToken(t, namespace, "waymark")),
 		watcherHTTP: process.FreeAddress(t), reconcilerHTTP: process.FreeAddress(t),
 	}
@@ -117,24 +118,24 @@ func newPod(t *testing.T, c *cluster.Cluster, name string) *pod {
 
 func (p *pod) socket(name string) string { return "unix://" + filepath.Join(p.dir, name+".sock") }
 
-func (p *pod) startPlugin(t *testing.T) {
-	t.Helper()
-	p.plugin = process.Start(t, cluster.Binary(t, "waymark-plugin-memory"), p.name+"-plugin",
+func (p *pod) startPlugin() {
+	p.t.Helper()
+	p.plugin = process.Start(p.t, cluster.Binary(p.t, "waymark-plugin-memory"), p.name+"-plugin",
 		append([]string{"--listen", p.socket("plugin"), "--state", p.state, "--http-address", ""}, p.pluginArgs...)...)
 }
 
-func (p *pod) startReconciler(t *testing.T) {
-	t.Helper()
-	p.reconciler = process.Start(t, cluster.Binary(t, "waymark-reconciler"), p.name+"-reconciler",
+func (p *pod) startReconciler() {
+	p.t.Helper()
+	p.reconciler = process.Start(p.t, cluster.Binary(p.t, "waymark-reconciler"), p.name+"-reconciler",
 		append([]string{
 			"--listen", p.socket("reconciler"), "--status-listen", p.socket("status"), "--plugin-endpoint", p.socket("plugin"),
 			"--http-address", p.reconcilerHTTP, "--log-format", "text",
 		}, p.reconcilerArgs...)...)
 }
 
-func (p *pod) startWatcher(t *testing.T) {
-	t.Helper()
-	p.watcher = process.Start(t, cluster.Binary(t, "waymark-watcher"), p.name+"-watcher",
+func (p *pod) startWatcher() {
+	p.t.Helper()
+	p.watcher = process.Start(p.t, cluster.Binary(p.t, "waymark-watcher"), p.name+"-watcher",
 		append([]string{
 			"--kubeconfig", p.kubeconfig, "--cluster-cidr", cluster.ClusterCIDR, "--reconciler-endpoint", p.socket("reconciler"),
 			"--control-socket", p.socket("watcher"), "--leader-elect-resource-namespace", namespace, "--http-address", p.watcherHTTP,
@@ -142,11 +143,11 @@ func (p *pod) startWatcher(t *testing.T) {
 		}, p.watcherArgs...)...)
 }
 
-func (p *pod) start(t *testing.T) {
-	t.Helper()
-	p.startPlugin(t)
-	p.startReconciler(t)
-	p.startWatcher(t)
+func (p *pod) start() {
+	p.t.Helper()
+	p.startPlugin()
+	p.startReconciler()
+	p.startWatcher()
 }
 
 func (p *pod) ready(t *testing.T) {
@@ -248,7 +249,7 @@ func TestNodesGetRoutes(t *testing.T) {
 	apply(t, c)
 	p := newPod(t, c, "one")
 	p.pluginArgs = []string{"--address-aware"}
-	p.start(t)
+	p.start()
 	p.ready(t)
 
 	c.Join(t, "node", 1, 20)
@@ -297,7 +298,7 @@ func TestNodesGetRoutes(t *testing.T) {
 		if !p.watcher.Running() || !p.reconciler.Running() {
 			t.Fatal("a process ended")
 		}
-		c.StartAPIServer(t)
+		c.StartAPIServer()
 		c.WaitReady(t)
 		c.Join(t, "back", 101, 101)
 		waitAgrees(t, c, p, 21, 60*time.Second, "a node after the API server's return")
@@ -308,13 +309,13 @@ func TestNodesGetRoutes(t *testing.T) {
 			switch victim {
 			case "plugin":
 				p.plugin.Kill()
-				p.startPlugin(t)
+				p.startPlugin()
 			case "reconciler":
 				p.reconciler.Kill()
-				p.startReconciler(t)
+				p.startReconciler()
 			case "watcher":
 				p.watcher.Kill()
-				p.startWatcher(t)
+				p.startWatcher()
 			}
 			nodes, err := c.Admin.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
 			if err != nil {
@@ -353,7 +354,7 @@ func TestFailingCreateShows(t *testing.T) {
 	if err := os.Mkdir(filepath.Dir(p.state), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	p.start(t)
+	p.start()
 	p.ready(t)
 	if err := os.RemoveAll(filepath.Dir(p.state)); err != nil {
 		t.Fatal(err)
@@ -387,9 +388,9 @@ func TestLeadership(t *testing.T) {
 	apply(t, c)
 	one, two := newPod(t, c, "one"), newPod(t, c, "two")
 	two.state = filepath.Join(two.dir, "routes.json")
-	one.start(t)
+	one.start()
 	one.ready(t)
-	two.start(t)
+	two.start()
 	two.ready(t) // a standby with a healthy plugin is ready
 	c.Join(t, "node", 1, 3)
 	waitAgrees(t, c, one, 3, 20*time.Second, "the first pod works")
@@ -415,7 +416,7 @@ func TestLeadership(t *testing.T) {
 	})
 	t.Run("the leader is killed: the other takes over when the Lease has run out", func(t *testing.T) {
 		three := newPod(t, c, "three")
-		three.start(t)
+		three.start()
 		three.ready(t)
 		two.watcher.Signal(syscall.SIGKILL)
 		c.Join(t, "after", 10, 10)
@@ -428,7 +429,7 @@ func TestGateOff(t *testing.T) {
 	apply(t, c)
 	p := newPod(t, c, "one")
 	p.reconcilerArgs = []string{"--feature-gates", "CloudControllerManagerWatchBasedRoutesReconciliation=false", "--route-reconciliation-period", "2s"}
-	p.start(t)
+	p.start()
 	p.ready(t)
 	c.Join(t, "node", 1, 5)
 	waitAgrees(t, c, p, 5, 20*time.Second, "five nodes joined, gate off")

@@ -37,6 +37,7 @@ type Cluster struct {
 	Admin  kubernetes.Interface
 	Config *rest.Config
 
+	t         *testing.T // owns the processes, also those started in subtests
 	dir       string
 	bin       string
 	etcd      string
@@ -62,14 +63,14 @@ func Binary(t *testing.T, name string) string {
 // Start starts the control plane and waits until it is ready.
 func Start(t *testing.T) *Cluster {
 	t.Helper()
-	c := &Cluster{dir: t.TempDir(), bin: filepath.Dir(Binary(t, "kube-apiserver")), address: process.FreeAddress(t)}
+	c := &Cluster{t: t, dir: t.TempDir(), bin: filepath.Dir(Binary(t, "kube-apiserver")), address: process.FreeAddress(t)}
 	c.etcd = "http://" + process.FreeAddress(t)
 	peer := "http://" + process.FreeAddress(t)
 	process.Start(t, filepath.Join(c.bin, "etcd"), "etcd", "--data-dir", filepath.Join(c.dir, "etcd"), "--unsafe-no-fsync",
 		"--listen-client-urls", c.etcd, "--advertise-client-urls", c.etcd, "--listen-peer-urls", peer,
 		"--initial-advertise-peer-urls", peer, "--initial-cluster", "default="+peer, "--log-level", "warn")
 	c.writeKeys(t)
-	c.StartAPIServer(t)
+	c.StartAPIServer()
 	ca := filepath.Join(c.dir, "apiserver.crt") // the server makes it as it starts
 	process.Eventually(t, 30*time.Second, "kube-apiserver has its certificate", func() error {
 		_, err := os.Stat(ca)
@@ -106,10 +107,10 @@ func (c *Cluster) writeKeys(t *testing.T) {
 }
 
 // StartAPIServer starts the API server, again on the same port after a stop.
-func (c *Cluster) StartAPIServer(t *testing.T) {
-	t.Helper()
+func (c *Cluster) StartAPIServer() {
+	c.t.Helper()
 	_, port, _ := net.SplitHostPort(c.address)
-	c.apiserver = process.Start(t, filepath.Join(c.bin, "kube-apiserver"), "kube-apiserver", "--etcd-servers", c.etcd,
+	c.apiserver = process.Start(c.t, filepath.Join(c.bin, "kube-apiserver"), "kube-apiserver", "--etcd-servers", c.etcd,
 		"--bind-address", "127.0.0.1", "--secure-port", port, "--cert-dir", c.dir,
 		"--service-account-key-file", filepath.Join(c.dir, "sa.key"), "--service-account-signing-key-file", filepath.Join(c.dir, "sa.key"),
 		"--service-account-issuer", "https://kubernetes.default.svc", "--authorization-mode", "RBAC",
