@@ -25,13 +25,17 @@ lint: $(TOOLS)/buf $(TOOLS)/gofumpt ## Lint the contracts and the code
 		$(TOOLS)/buf breaking proto --against '.git#ref=HEAD~1,subdir=proto'; fi
 	@out=$$($(TOOLS)/gofumpt -l $$(git ls-files '*.go' ':!*.pb.go')); test -z "$$out" || { echo "not formatted: $$out"; exit 1; }
 	go vet ./...
+	go -C test/e2e vet ./...
 
 .PHONY: build
 build: ## Build all binaries into bin/
 	go build -trimpath -o bin/ ./cmd/...
 
 .PHONY: test
-test: ## Run all tests, with the race detector
+test: unit e2e ## Run all tests; sets up what they need
+
+.PHONY: unit
+unit: ## The tests that need nothing but Go, with the race detector
 	go test -race ./...
 
 .PHONY: e2e

@@ -70,7 +70,7 @@ func Serve(ctx context.Context, plugin Plugin, o ServeOptions) error {
 			return err
 		}
 	}
-	grpcServer := rpc.NewServer(rpc.ServerOptions{Logger: logger, Registerer: o.Registerer})
+	grpcServer := rpc.NewServer(rpc.ServerOptions{Logger: logger, Registerer: o.Registerer, Stopping: ctx})
 	instance := make([]byte, 8)
 	_, _ = rand.Read(instance)
 	s := &server{plugin: plugin, instance: hex.EncodeToString(instance)}
@@ -100,7 +100,7 @@ func Serve(ctx context.Context, plugin Plugin, o ServeOptions) error {
 	case err := <-served:
 		return fmt.Errorf("serve plugin on %s: %w", listener.Addr(), err)
 	}
-	healthServer.Shutdown() // ends health watches too
+	healthServer.Shutdown()
 	rpc.GracefulStop(grpcServer, stopGrace)
 	<-served
 	logger.InfoContext(ctx, "plugin stopped")

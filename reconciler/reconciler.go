@@ -186,10 +186,10 @@ func (r *Reconciler) run(ctx context.Context, wg *sync.WaitGroup) error {
 	r.health.SetServingStatus(HealthPlugin, healthpb.HealthCheckResponse_NOT_SERVING)
 	r.health.SetServingStatus(HealthCluster, healthpb.HealthCheckResponse_NOT_SERVING)
 
-	server := rpc.NewServer(rpc.ServerOptions{Logger: o.Logger, Registerer: o.Registry})
+	server := rpc.NewServer(rpc.ServerOptions{Logger: o.Logger, Registerer: o.Registry, Stopping: ctx})
 	nodesv1.RegisterNodeSessionServiceServer(server, r.sessions)
 	healthpb.RegisterHealthServer(server, r.health)
-	statusServer := rpc.NewServer(rpc.ServerOptions{Logger: o.Logger, Registerer: o.Registry})
+	statusServer := rpc.NewServer(rpc.ServerOptions{Logger: o.Logger, Registerer: o.Registry, Stopping: ctx})
 	statusv1.RegisterStatusServiceServer(statusServer, status.NewServer(r.query, r.post))
 	healthpb.RegisterHealthServer(statusServer, r.health)
 

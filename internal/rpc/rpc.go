@@ -32,8 +32,11 @@ import (
 	"go.opentelemetry.io/contrib/instrumentation/google.golang.org/grpc/otelgrpc"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/keepalive"
 	"google.golang.org/grpc/status"
+
+	routesv1 "github.com/waymark-routes/waymark/proto/waymark/routes/v1"
 )
 
 // MaxMessageSize bounds one message in either direction, in bytes. Lists and
@@ -46,6 +49,10 @@ type ServerOptions struct {
 	Logger *slog.Logger
 	// Registerer takes the metrics grpc_server_* and waymark_grpc_panics_total.
 	Registerer prometheus.Registerer
+	// Stopping ends the streams that would go on for ever (health watches, route
+	// watches, reflection) when it is done, so that a graceful stop waits for real
+	// work alone (field case B-60). Nil: never.
+	Stopping context.Context
 	// Extra options come last; interceptors in them run inside ours.
 	Extra []grpc.ServerOption
 }
@@ -79,10 +86,48 @@ func NewServer(o ServerOptions) *grpc.Server {
 			recovery.StreamServerInterceptor(recovered),
 			metrics.StreamServerInterceptor(),
 			logging.StreamServerInterceptor(slogger(logger), logOptions...),
+			endless(o.Stopping),
 			recovery.StreamServerInterceptor(recovered),
 		),
 	}, o.Extra...)...)
 }
+
+// endless ends streams that have no end of their own once stopping is done.
+func endless(stopping context.Context) grpc.StreamServerInterceptor {
+	methods := map[string]bool{
+		healthpb.Health_Watch_FullMethodName:                             true,
+		routesv1.RoutesService_WatchRoutes_FullMethodName:                true,
+		"/grpc.reflection.v1.ServerReflection/ServerReflectionInfo":      true,
+		"/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": true,
+	}
+	return func(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
+		if stopping == nil || !methods[info.FullMethod] {
+			return handler(srv, stream)
+		}
+		ctx, cancel := context.WithCancel(stream.Context())
+		defer cancel()
+		stop := context.AfterFunc(stopping, cancel)
+		defer stop()
+		ended := make(chan error, 1)
+		go func() { ended <- handler(srv, &cancelledStream{ServerStream: stream, ctx: ctx}) }()
+		select {
+		case err := <-ended:
+			return err
+		case <-stopping.Done():
+			// A handler that waits in Recv ends with the stream, which ends now.
+			return status.Error(codes.Unavailable, "the server shuts down; dial again")
+		}
+	}
+}
+
+// cancelledStream is a stream with a context of its own.
+type cancelledStream struct {
+	grpc.ServerStream
+	ctx context.Context
+}
+
+// Context implements grpc.ServerStream.
+func (s *cancelledStream) Context() context.Context { return s.ctx }
 
 // ClientChain tunes ClientOptions; the zero value works.
 type ClientChain struct {
