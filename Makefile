@@ -18,12 +18,14 @@ generate-check: generate ## Fail when the committed generated code is old
 	@git diff --exit-code --stat -- proto || { echo "generated code is old: run make generate and commit"; exit 1; }
 
 .PHONY: lint
-lint: $(TOOLS)/buf $(TOOLS)/gofumpt ## Lint the contracts and the code
+lint: $(TOOLS)/buf $(TOOLS)/gofumpt $(TOOLS)/golangci-lint ## Lint the contracts and the code
 	$(TOOLS)/buf lint
 	$(TOOLS)/buf format -d --exit-code proto
 	@if git rev-parse -q --verify HEAD~1 >/dev/null && git cat-file -e HEAD~1:proto 2>/dev/null; then \
 		$(TOOLS)/buf breaking proto --against '.git#ref=HEAD~1,subdir=proto'; fi
 	@out=$$($(TOOLS)/gofumpt -l $$(git ls-files '*.go' ':!*.pb.go')); test -z "$$out" || { echo "not formatted: $$out"; exit 1; }
+	$(TOOLS)/golangci-lint run ./...
+	cd test/e2e && ../../$(TOOLS)/golangci-lint run ./...
 	go vet ./...
 	go -C test/e2e vet ./...
 

@@ -102,7 +102,9 @@ func Serve(ctx context.Context, plugin Plugin, o ServeOptions) error {
 	}
 	healthServer.Shutdown()
 	rpc.GracefulStop(grpcServer, stopGrace)
-	<-served
+	if err := <-served; err != nil {
+		return fmt.Errorf("serve plugin on %s: %w", listener.Addr(), err)
+	}
 	logger.InfoContext(ctx, "plugin stopped")
 	return nil
 }

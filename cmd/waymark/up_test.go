@@ -126,7 +126,9 @@ func TestRoutesFollowTheFile(t *testing.T) {
 	expect("10.244.2.0/24 b")
 	write(node("b", "10.244.9.0/24"))
 	expect("10.244.9.0/24 b")
-	poll(stdout.String, func(screen string) bool { return strings.Contains(screen, "in-place") && strings.Contains(screen, "gone") })
+	poll(stdout.String, func(screen string) bool {
+		return strings.Contains(screen, "in-place") && strings.Contains(screen, "gone")
+	})
 	stop()
 	if err := <-ended; err != nil {
 		t.Errorf("the end: %v", err)

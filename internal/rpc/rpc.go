@@ -18,6 +18,7 @@ package rpc
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"runtime/debug"
@@ -236,7 +237,8 @@ func orNew(registerer prometheus.Registerer) prometheus.Registerer {
 // servers of one process share their metrics.
 func register[C prometheus.Collector](registerer prometheus.Registerer, collector C) C {
 	if err := registerer.Register(collector); err != nil {
-		if there, ok := err.(prometheus.AlreadyRegisteredError); ok {
+		var there prometheus.AlreadyRegisteredError
+		if errors.As(err, &there) {
 			if same, ok := there.ExistingCollector.(C); ok {
 				return same
 			}

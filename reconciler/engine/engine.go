@@ -139,8 +139,6 @@ type nodeState struct {
 	sent      Verdict
 	sentEver  bool
 	notice    *Notice
-	trace     string
-	detail    string
 }
 
 // Engine is the state machine of one cluster. It is not safe for concurrent use:
@@ -615,7 +613,6 @@ func (e *Engine) nodeChanged(in NodeChanged) {
 		if st.changedAt.IsZero() {
 			st.changedAt = in.Observed
 		}
-		st.trace = in.Trace
 		if old != nil && old.UID != in.Node.UID {
 			st.sent, st.sentEver, st.firstSeen = Verdict{}, false, e.now
 		}

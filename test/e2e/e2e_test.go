@@ -95,7 +95,7 @@ func apply(t *testing.T, c *cluster.Cluster) {
 type pod struct {
 	t                            *testing.T // owns the processes, also those started in subtests
 	name, dir, state, kubeconfig string
-	pluginArgs, args             []string
+	pluginArgs                   []string
 	watcherHTTP, reconcilerHTTP  string
 	plugin, reconciler, watcher  *process.Process
 	watcherArgs, reconcilerArgs  []string

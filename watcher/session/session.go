@@ -174,14 +174,14 @@ func (c *Client) session(ctx context.Context, token lease.Token) error {
 	}
 	working, stopWork := context.WithCancel(ctx)
 	var wg sync.WaitGroup
-	failed := make(chan error, 3)
+	failed := make(chan struct{})
 	wg.Go(func() { a.runSource(working, accepted.GetNodeLabelKeys()) })
 	wg.Go(func() { a.runCensus(working) })
 	sent := make(chan struct{})
 	wg.Go(func() {
 		defer close(sent)
 		if err := a.send(working); err != nil && working.Err() == nil {
-			failed <- err
+			close(failed)
 		}
 	})
 	received := make(chan error, 1)
@@ -213,7 +213,8 @@ func (a *active) end(received <-chan error) {
 	timer := time.NewTimer(endWait)
 	defer timer.Stop()
 	select {
-	case <-received:
+	case err := <-received:
+		a.options.Logger.Debug("session ended in good order", slog.Any("err", err))
 	case <-timer.C:
 	}
 }

@@ -78,7 +78,7 @@ func (k *Kube) Run(ctx context.Context, labelKeys []string, sink Sink) error {
 	}); err != nil {
 		return fmt.Errorf("set up node informer: %w", err)
 	}
-	_ = informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
+	_ = informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, _ *cache.Reflector, err error) {
 		k.setProblem(err)
 		k.logger.WarnContext(ctx, "watch of nodes broke; it is taken up again", slog.Any("err", err))
 	})

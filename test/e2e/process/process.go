@@ -3,6 +3,7 @@
 package process
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -35,7 +36,7 @@ func Start(t *testing.T, binary, name string, args ...string) *Process {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &Process{Name: name, Log: log, cmd: exec.Command(binary, args...), done: make(chan struct{})}
+	p := &Process{Name: name, Log: log, cmd: exec.CommandContext(context.WithoutCancel(t.Context()), binary, args...), done: make(chan struct{})}
 	p.cmd.Stdout, p.cmd.Stderr = file, file
 	p.cmd.SysProcAttr = &syscall.SysProcAttr{Pdeathsig: syscall.SIGKILL}
 	if err := p.cmd.Start(); err != nil {
@@ -106,7 +107,11 @@ func FreeAddress(t *testing.T) string {
 
 // Get reads a page of a process's HTTP port.
 func Get(address, path string) (int, string, error) {
-	answer, err := http.Get("http://" + address + path)
+	request, err := http.NewRequestWithContext(context.Background(), http.MethodGet, "http://"+address+path, http.NoBody)
+	if err != nil {
+		return 0, "", err
+	}
+	answer, err := http.DefaultClient.Do(request)
 	if err != nil {
 		return 0, "", err
 	}
