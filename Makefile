@@ -28,13 +28,18 @@ lint: $(TOOLS)/buf $(TOOLS)/gofumpt $(TOOLS)/golangci-lint ## Lint the contracts
 	cd test/e2e && ../../$(TOOLS)/golangci-lint run ./...
 	go vet ./...
 	go -C test/e2e vet ./...
+	go -C test/deploy vet ./...
 
 .PHONY: build
 build: ## Build all binaries into bin/
 	go build -trimpath -o bin/ ./cmd/...
 
 .PHONY: test
-test: unit e2e ## Run all tests; sets up what they need
+test: unit deploy-test e2e ## Run all tests; sets up what they need
+
+.PHONY: deploy-test
+deploy-test: ## The chart lints, equals the kustomize base, and refuses bad values
+	go -C test/deploy test ./...
 
 .PHONY: unit
 unit: ## The tests that need nothing but Go, with the race detector
