@@ -47,6 +47,7 @@ unit: ## The tests that need nothing but Go, with the race detector
 
 .PHONY: e2e
 e2e: ## Real kube-apiserver, etcd and node-ipam controller; the real binaries (first build about 10 minutes)
+	@for tool in podman runc catatonit; do command -v $$tool >/dev/null || missing=1; done; [ -z "$$missing" ] || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends podman runc catatonit; }
 	test/e2e/kube/build.sh
 	CGO_ENABLED=0 go build -trimpath -o test/e2e/.bin/ ./cmd/...
 	go -C test/e2e test -v -count=1 -timeout 20m ./...

@@ -424,6 +424,38 @@ func TestLeadership(t *testing.T) {
 	})
 }
 
+func TestCleanStopReleasesTheLease(t *testing.T) {
+	c := cluster.Start(t)
+	apply(t, c)
+	for _, together := range []bool{false, true} {
+		t.Run(fmt.Sprintf("all three at once %t", together), func(t *testing.T) {
+			p := newPod(t, c, "one")
+			p.start()
+			p.ready(t)
+			if together {
+				p.plugin.Signal(syscall.SIGTERM)
+				p.reconciler.Signal(syscall.SIGTERM)
+			}
+			if code, err := p.watcher.Stop(8 * time.Second); err != nil || code != 0 {
+				t.Errorf("watcher: exit code %d, %v", code, err)
+			}
+			released(t, c)
+		})
+	}
+}
+
+// released fails when the Lease still has a holder.
+func released(t *testing.T, c *cluster.Cluster) {
+	t.Helper()
+	lease, err := c.Admin.CoordinationV1().Leases(namespace).Get(t.Context(), "waymark", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if holder := lease.Spec.HolderIdentity; holder != nil && *holder != "" {
+		t.Errorf("the Lease is still held by %s", *holder)
+	}
+}
+
 func TestGateOff(t *testing.T) {
 	c := cluster.Start(t)
 	apply(t, c)

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/leaderelection"
@@ -20,6 +21,9 @@ import (
 
 // margin is taken off the Lease's remaining time (S5).
 const margin = 3 * time.Second
+
+// releaseTimeout bounds the release at a term's end.
+const releaseTimeout = 3 * time.Second
 
 // Token orders leaderships.
 type Token struct {
@@ -199,6 +203,7 @@ func (e *Elector) term(ctx context.Context, lead func(context.Context, Token)) (
 	default:
 	}
 	wg.Wait()
+	e.release(context.WithoutCancel(ctx))
 	e.mu.Lock()
 	e.leading, e.renewed, e.stepDown = false, time.Time{}, nil
 	e.mu.Unlock()
@@ -207,6 +212,27 @@ func (e *Elector) term(ctx context.Context, lead func(context.Context, Token)) (
 		o.Logger.InfoContext(ctx, "no longer leading", slog.String("holder", o.Identity))
 	}
 	return led
+}
+
+// release makes sure that the Lease does not keep this process's name: a term
+// that was cut while it took the Lease may have got it all the same, and client-go
+// releases only what it knows to hold. A Lease of another holder is left alone.
+func (e *Elector) release(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, releaseTimeout)
+	defer cancel()
+	leases := e.options.Client.CoordinationV1().Leases(e.options.Namespace)
+	object, err := leases.Get(ctx, e.options.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || err == nil && (object.Spec.HolderIdentity == nil || *object.Spec.HolderIdentity != e.options.Identity) {
+		return
+	}
+	if err == nil {
+		one := int32(1)
+		object.Spec.HolderIdentity, object.Spec.LeaseDurationSeconds = new(string), &one
+		_, err = leases.Update(ctx, object, metav1.UpdateOptions{})
+	}
+	if err != nil {
+		e.options.Logger.WarnContext(ctx, "lease cannot be released; it runs out by itself", slog.Any("err", err), slog.Duration("in", e.options.LeaseDuration))
+	}
 }
 
 // supervise ends a term: at once when ctx ends, on StepDown, when a candidate is

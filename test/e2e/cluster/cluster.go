@@ -254,3 +254,6 @@ func (c *Cluster) Client(t *testing.T, token string) kubernetes.Interface {
 	}
 	return client
 }
+
+// CAFile is the certificate that the API server's clients trust.
+func (c *Cluster) CAFile() string { return filepath.Join(c.dir, "apiserver.crt") }
