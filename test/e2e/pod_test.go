@@ -93,8 +93,25 @@ func TestPod(t *testing.T) {
 		}
 		return nil
 	})
-	down()
+	// As kubelet does: the plugin first, then the watcher's preStop, then SIGTERM.
+	for _, step := range [][]string{
+		{"stop", "--time", "12", "waymark-plugin"},
+		{"exec", "waymark-watcher", "/waymark-watcher", "stepdown"},
+	} {
+		if out, err := process.Output(t, "podman", step...); err != nil {
+			t.Errorf("podman %v: %v\n%s", step, err, out)
+		}
+	}
 	released(t, c)
+	for _, name := range []string{"watcher", "reconciler", "plugin"} {
+		if out, err := process.Output(t, "podman", "stop", "--time", "12", "waymark-"+name); err != nil {
+			t.Errorf("podman stop %s: %v\n%s", name, err, out)
+		}
+		out, err := process.Output(t, "podman", "inspect", "--format", "{{.State.ExitCode}}", "waymark-"+name)
+		if err != nil || strings.TrimSpace(out) != "0" {
+			t.Errorf("%s ended with exit code %s, %v", name, strings.TrimSpace(out), err)
+		}
+	}
 }
 
 // renderPod turns the shipped Deployment into a pod for podman.
