@@ -19,6 +19,7 @@ import (
 	"google.golang.org/grpc"
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -27,6 +28,7 @@ import (
 
 	"github.com/waymark-routes/waymark/internal/elapsed"
 	"github.com/waymark-routes/waymark/internal/endpoint"
+	"github.com/waymark-routes/waymark/internal/flags"
 	"github.com/waymark-routes/waymark/internal/rpc"
 	"github.com/waymark-routes/waymark/internal/telemetry"
 	"github.com/waymark-routes/waymark/watcher/condition"
@@ -131,8 +133,11 @@ func Run(ctx context.Context, o Options) error {
 		defer stop()
 	}
 	uid, err := w.clusterUID(ctx)
+	if ctx.Err() != nil {
+		return nil
+	}
 	if err != nil {
-		return nil //nolint:nilerr // only when ctx ended
+		return err
 	}
 	w.work(ctx, uid, conn)
 	return nil
@@ -232,6 +237,7 @@ func (w *watcher) ready() error {
 }
 
 // clusterUID asks the API server for the UID of kube-system until it answers.
+// Credentials that are refused at the start are bad input; later nothing exits.
 func (w *watcher) clusterUID(ctx context.Context) (string, error) {
 	if w.options.ClusterUID != "" {
 		return w.options.ClusterUID, nil
@@ -243,6 +249,9 @@ func (w *watcher) clusterUID(ctx context.Context) (string, error) {
 		}
 		if ctx.Err() != nil {
 			return "", ctx.Err()
+		}
+		if apierrors.IsUnauthorized(err) {
+			return "", flags.Usagef("--kubeconfig: the API server refuses the credentials: %w", err)
 		}
 		w.setReason(fmt.Sprintf("the API server does not tell the cluster's UID: %v", err))
 		w.logger.WarnContext(ctx, "namespace kube-system cannot be read; tried again", slog.Any("err", err))

@@ -119,6 +119,12 @@ func (u *up) run(ctx context.Context, stdout, stderr io.Writer) (err error) {
 		})
 	}
 	ro.Listen, ro.StatusListen, ro.Logger = socket("reconciler"), socket("status"), logger.With(slog.String("role", "reconciler"))
+	shutdown, err := telemetry.SetupTracing(ctx, "waymark-up", u.process.OTLPEndpoint)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = shutdown(context.WithoutCancel(ctx)) }()
+	ro.HTTPAddress, ro.Registry = u.process.HTTPAddress, telemetry.NewRegistry()
 	role("reconciler", func(ctx context.Context) error { return reconciler.Run(ctx, ro) })
 	wo.ReconcilerEndpoint, wo.Logger = ro.Listen, logger.With(slog.String("role", "watcher"))
 	role("watcher", func(ctx context.Context) error { return watcher.Run(ctx, wo) })
@@ -139,14 +145,14 @@ func (u *up) run(ctx context.Context, stdout, stderr io.Writer) (err error) {
 func (u *up) follow(ctx context.Context, client statusv1.StatusServiceClient, stdout io.Writer, failed <-chan error) error {
 	ticker := time.NewTicker(pollPeriod)
 	defer ticker.Stop()
-	shown := map[string]string{}
+	screen := newScreen(stdout)
 	for {
 		rows, overview, err := look(ctx, client)
 		switch {
 		case err == nil && u.once && overview.GetSettled():
 			return u.finish(rows, stdout)
 		case err == nil && !u.once:
-			show(rows, shown, stdout)
+			screen.show(rows, overview)
 		}
 		select {
 		case <-ctx.Done():
@@ -223,24 +229,4 @@ func (u *up) finish(rows []*statusv1.RouteStatus, stdout io.Writer) error {
 		return fmt.Errorf("%d of %d routes are not in place", missing, len(list))
 	}
 	return nil
-}
-
-// show prints one line for every row that changed.
-func show(rows []*statusv1.RouteStatus, shown map[string]string, stdout io.Writer) {
-	now := map[string]bool{}
-	for _, r := range rows {
-		key := r.GetNode() + " " + r.GetDestinationCidr() + " " + r.GetTable()
-		now[key] = true
-		line := fmt.Sprintf("%-20s %-20s -> %-20s %-12s %-12s %s", r.GetNode(), r.GetDestinationCidr(), r.GetTarget(), r.GetState(), r.GetCause(), r.GetError())
-		if shown[key] != line {
-			shown[key] = line
-			fmt.Fprintln(stdout, time.Now().Format(time.TimeOnly), line)
-		}
-	}
-	for key := range shown {
-		if !now[key] {
-			delete(shown, key)
-			fmt.Fprintln(stdout, time.Now().Format(time.TimeOnly), key, "gone")
-		}
-	}
 }
