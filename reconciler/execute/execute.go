@@ -11,6 +11,7 @@ import (
 	"io"
 	"strconv"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"go.opentelemetry.io/otel"
@@ -109,7 +110,8 @@ var errTooManyRows = errors.New("the list is too long")
 
 func (x *Executor) list(ctx context.Context, cancel context.CancelFunc, e engine.StartList, result *engine.ListEnded) error {
 	// The idle limit: a list that stalls is cut before its whole time is over.
-	idle := time.AfterFunc(x.options.ListTryTimeout, cancel)
+	var stalled atomic.Bool
+	idle := time.AfterFunc(x.options.ListTryTimeout, func() { stalled.Store(true); cancel() })
 	defer idle.Stop()
 	stream, err := x.routes.ListRoutes(ctx, &routesv1.ListRoutesRequest{ClusterName: e.Cluster.Name, ClusterCidrs: e.Cluster.CIDRTexts})
 	if err != nil {
@@ -122,6 +124,9 @@ func (x *Executor) list(ctx context.Context, cancel context.CancelFunc, e engine
 				return status.Error(codes.Internal, "the list names no table")
 			}
 			return nil
+		}
+		if err != nil && stalled.Load() {
+			return status.Errorf(codes.DeadlineExceeded, "no chunk of the list came within %v", x.options.ListTryTimeout)
 		}
 		if err != nil {
 			return err
