@@ -29,6 +29,7 @@ lint: $(TOOLS)/buf $(TOOLS)/gofumpt $(TOOLS)/golangci-lint ## Lint the contracts
 	go vet ./...
 	go -C test/e2e vet ./...
 	go -C test/deploy vet ./...
+	@for module in . test/e2e test/deploy; do go -C $$module mod tidy -diff >/dev/null || { echo "$$module/go.mod is not tidy"; exit 1; }; done
 
 .PHONY: build
 build: ## Build all binaries into bin/
@@ -51,6 +52,10 @@ e2e: ## Real kube-apiserver, etcd and node-ipam controller; the real binaries (f
 	test/e2e/kube/build.sh
 	CGO_ENABLED=0 go build -trimpath -o test/e2e/.bin/ ./cmd/...
 	go -C test/e2e test -v -count=1 -timeout 20m ./...
+
+.PHONY: help
+help: ## What can be made
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
 .PHONY: run
 run: ## The main job on the embedded default: nodes from a file, the memory plugin

@@ -273,7 +273,7 @@ func TestNodesGetRoutes(t *testing.T) {
 	t.Run("heartbeats list and send nothing (B-44)", func(t *testing.T) {
 		before := p.metric(t, lists)
 		sent := sentEvents(t, p)
-		for range 5 {
+		for range 5 { // about 100 heartbeats
 			for i := 1; i <= 20; i++ {
 				if i != 7 {
 					c.Heartbeat(t, fmt.Sprintf("node-%d", i))
@@ -453,6 +453,32 @@ func released(t *testing.T, c *cluster.Cluster) {
 	}
 	if holder := lease.Spec.HolderIdentity; holder != nil && *holder != "" {
 		t.Errorf("the Lease is still held by %s", *holder)
+	}
+}
+
+func TestUpAgainstAnAPIServer(t *testing.T) {
+	c := cluster.Start(t)
+	c.Join(t, "node", 1, 3)
+	process.Eventually(t, 20*time.Second, "the nodes have their CIDRs", func() error {
+		nodes, err := c.Admin.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for i := range nodes.Items {
+			if nodes.Items[i].Spec.PodCIDR == "" {
+				return fmt.Errorf("%s has none", nodes.Items[i].Name)
+			}
+		}
+		return nil
+	})
+	waymark := cluster.Binary(t, "waymark")
+	out, err := process.Output(t, waymark, "up", "--kubeconfig", c.AdminKubeconfig(t), "--cluster-cidr", cluster.ClusterCIDR, "--once", "-o", "json")
+	if err != nil || strings.Count(out, `"in-place"`) != 3 {
+		t.Errorf("waymark up: %v\n%s", err, out)
+	}
+	out, err = process.Output(t, waymark, "up", "--kubeconfig", c.Kubeconfig(t, "wrong-token"), "--single-instance", "--leader-elect=false", "--once")
+	if err == nil || !strings.Contains(out, "--kubeconfig") || strings.Count(strings.TrimSpace(out), "\n") != 0 {
+		t.Errorf("waymark up with a refused token: %v\n%s", err, out)
 	}
 }
 

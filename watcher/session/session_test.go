@@ -2,6 +2,7 @@ package session_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -257,7 +258,7 @@ func TestEndOfLeadershipEndsTheSessionInGoodOrder(t *testing.T) {
 	s.expect(t, "begin", "complete 0 rv  seq 0")
 	r.stop()
 	s.expect(t, "end shutting down")
-	if _, err := s.stream.Recv(); err != io.EOF {
+	if _, err := s.stream.Recv(); !errors.Is(err, io.EOF) {
 		t.Errorf("after the end: %v", err)
 	}
 	s.end <- nil
