@@ -7,6 +7,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -132,6 +133,7 @@ func (r *rig) table() string {
 	for _, row := range list.Routes {
 		rows = append(rows, row.Destination+" "+row.Target.Value)
 	}
+	slices.Sort(rows) // creates run in parallel
 	return strings.Join(rows, ", ")
 }
 

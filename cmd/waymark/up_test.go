@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -98,6 +99,7 @@ func TestRoutesFollowTheFile(t *testing.T) {
 		for _, r := range file.Routes {
 			rows = append(rows, r.Destination+" "+r.Node)
 		}
+		slices.Sort(rows) // creates run in parallel
 		return strings.Join(rows, ", ")
 	}
 	poll := func(what func() string, fits func(string) bool) {

@@ -148,7 +148,9 @@ func (e *Engine) examine(ds *dest, decision plan.Decision) {
 	}
 	if len(decision.Ops) == 0 {
 		e.leavePass(ds)
-		e.clearFailure(ds)
+		if !ds.distrust { // else an answer alone settles nothing
+			e.clearFailure(ds)
+		}
 		e.unhold(ds)
 		ds.released, ds.admitted = false, false
 		e.forget(ds)
@@ -453,7 +455,9 @@ func (e *Engine) succeeded(ds *dest, ended *call, in CallEnded) {
 	case plan.OpCreate:
 		e.addWritten(ds, op, in.Outcome)
 	}
-	e.clearFailure(ds)
+	if !repeated {
+		e.clearFailure(ds)
+	}
 	if in.Outcome == OutcomeUnchanged && op.Kind != plan.OpDelete {
 		// It was so already: settled, and nothing to verify.
 		ds.write, ds.vanished, ds.distrust = lastWrite{at: e.now, kind: op.Kind, uid: op.Node.UID, unchanged: true}, 0, false
@@ -467,7 +471,7 @@ func (e *Engine) succeeded(ds *dest, ended *call, in CallEnded) {
 	if repeated {
 		// A list lacked what we wrote, and the cloud says "created" once more.
 		ds.distrust = true
-		e.count(ds, "RouteVanished", "the plugin says created, but its list lacks the route", true)
+		e.count(ds, "RouteVanished", "create "+ds.prefix.String()+": the plugin says created, but its list lacks the route", true)
 		ds.nextAt = e.now.Add(jitter(doubled(backoffMin, backoffMax, ds.vanished), 0.1, e.rng))
 		e.noteFailure(ds, op)
 	}
@@ -652,9 +656,7 @@ func (e *Engine) settleWrites(started time.Time) {
 		}
 		if !lost {
 			ds.write, ds.vanished, ds.distrust = lastWrite{}, 0, false
-			if ds.reason == "RouteVanished" {
-				e.clearFailure(ds)
-			}
+			e.clearFailure(ds)
 			continue
 		}
 		e.vanish(ds)

@@ -61,7 +61,7 @@ func (c *modelCloud) addFaults(t *testing.T, d *datadriven.TestData) {
 		fields := strings.Fields(line)
 		key := fields[0]
 		rest := fields[1:]
-		if len(rest) > 0 && strings.Contains(rest[0], "/") {
+		if len(rest) > 0 && strings.Contains(rest[0], "/") && !strings.Contains(rest[0], "=") {
 			key += " " + rest[0]
 			rest = rest[1:]
 		}

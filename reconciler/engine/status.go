@@ -211,7 +211,7 @@ func (e *Engine) rowsOf(d netip.Prefix) []Row {
 			state = "foreign"
 		case r.State == plan.StateBlackhole:
 			state = "blackhole"
-		case decision.State == plan.Undetermined:
+		case e.world.Undetermined(r):
 			state = "undetermined"
 		}
 		if ds != nil && !ds.held.IsZero() {

@@ -143,7 +143,7 @@ func (e *Engine) sendVerdicts() {
 
 func (e *Engine) sendVerdict(n *plan.Node, st *nodeState) {
 	v, progress := e.verdict(n)
-	if v.Availability == NoVerdict && progress && n.Condition == nil && !st.sentEver {
+	if v.Availability == NoVerdict && progress && n.Condition == nil && !st.sentEver && !e.cfg.DryRun {
 		// A new node must not get pods before its routes are there.
 		due := later(st.firstSeen, e.firstList).Add(pendingAfter)
 		if e.now.Before(due) {

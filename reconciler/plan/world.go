@@ -196,6 +196,12 @@ func (w *World) Resolve(r *Row) *Node {
 	return n
 }
 
+// Undetermined says that it cannot be told what a row points at.
+func (w *World) Undetermined(r *Row) bool {
+	_, how := w.nodes.resolve(r)
+	return how == undetermined
+}
+
 // Mismatched says whether the list and Kubernetes seem to name machines
 // differently: three or more live rows are listed, and none resolves to a node.
 func (w *World) Mismatched() bool {
