@@ -128,9 +128,13 @@ func TestRoutesFollowTheFile(t *testing.T) {
 	expect("10.244.2.0/24 b")
 	write(node("b", "10.244.9.0/24"))
 	expect("10.244.9.0/24 b")
-	poll(stdout.String, func(screen string) bool {
-		return strings.Contains(screen, "in-place") && strings.Contains(screen, "gone")
-	})
+	shows := func(text string) func(string) bool {
+		return func(screen string) bool { return strings.Contains(screen, text) }
+	}
+	poll(stdout.String, shows("10.244.9.0/24"))
+	write(node("c", "10.244.3.0/24"))
+	expect("10.244.3.0/24 c")
+	poll(stdout.String, shows("b 10.244.9.0/24  gone"))
 	stop()
 	if err := <-ended; err != nil {
 		t.Errorf("the end: %v", err)

@@ -33,7 +33,7 @@ type dest struct {
 	definite    bool
 	quota       bool
 
-	// Doubt: writes need a list that began after listAfter, and one more follows
+	// Doubt: writes need a list that began at listAfter or later, and one more follows
 	// after doubtEnd.
 	listAfter time.Time
 	doubtEnd  time.Time
@@ -168,7 +168,7 @@ func (e *Engine) examine(ds *dest, decision plan.Decision) {
 		}
 		return
 	}
-	if !e.viewValid || !ds.listAfter.Before(e.viewStarted) && !ds.listAfter.IsZero() {
+	if !e.viewValid || ds.listAfter.After(e.viewStarted) {
 		e.needList(ds)
 		return
 	}
@@ -367,7 +367,7 @@ func (e *Engine) start(ds *dest) {
 	}
 	op := decision.Ops[0]
 	if op.Kind != plan.OpCreate && (op.Row.Written || e.list != nil || e.now.Before(e.mismatchUntil) ||
-		op.Kind == plan.OpDelete && !ds.admitted && !e.exempt(op)) || !ds.listAfter.IsZero() && !ds.listAfter.Before(e.viewStarted) {
+		op.Kind == plan.OpDelete && !ds.admitted && !e.exempt(op)) || ds.listAfter.After(e.viewStarted) {
 		e.examine(ds, decision) // it has changed since it was queued
 		return
 	}
@@ -566,7 +566,7 @@ func (e *Engine) failed(ds *dest, ended *call, f *Failure) {
 		e.quotaTight = true
 	}
 	if r.unknown {
-		ds.listAfter, ds.doubtEnd = e.now, e.now.Add(e.cfg.DoubtPeriod)
+		ds.listAfter, ds.doubtEnd = e.now.Add(1), e.now.Add(e.cfg.DoubtPeriod)
 		e.addTimer(ds.doubtEnd, timer{dest: ds})
 		if e.session != nil && e.session.synced && !e.session.draining {
 			e.wantList(CauseRetry, "a write's outcome is unknown", e.now.Add(1))
@@ -574,7 +574,7 @@ func (e *Engine) failed(ds *dest, ended *call, f *Failure) {
 	}
 	if f.Code == CodeAlreadyExists && f.Holder == "" && ds.failures == 1 {
 		// Only the first time: a list tells whether the holder is our own target (field case B-28).
-		ds.listAfter = e.now
+		ds.listAfter = e.now.Add(1)
 		ds.definite = false
 		ds.nextAt = e.now
 		e.wantList(CauseRetry, "the destination is taken; the list tells by whom", e.now.Add(1))
