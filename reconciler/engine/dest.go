@@ -640,6 +640,10 @@ func (e *Engine) orderedDests() []*dest {
 // settleWrites compares a list with what was written before it began.
 func (e *Engine) settleWrites(started time.Time) {
 	for _, ds := range e.orderedDests() {
+		if ds.distrust && ds.write.at.IsZero() && ds.call == nil && plan.Decide(e.world, ds.prefix).State == plan.InPlace {
+			ds.distrust, ds.vanished = false, 0 // a list shows it at last
+			e.clearFailure(ds)
+		}
 		if ds.write.at.IsZero() || ds.write.at.After(started) || ds.call != nil {
 			continue
 		}
