@@ -431,33 +431,56 @@ func TestLeadership(t *testing.T) {
 func TestCleanStopReleasesTheLease(t *testing.T) {
 	c := cluster.Start(t)
 	apply(t, c)
-	for _, together := range []bool{false, true} {
-		t.Run(fmt.Sprintf("all three at once %t", together), func(t *testing.T) {
+	for _, test := range []struct {
+		name           string
+		leads          bool // else it is stopped while it may be taking the Lease
+		allThreeAtOnce bool
+	}{
+		{"a leader", true, false},
+		{"a leader, all three at once", true, true},
+		{"while it takes the Lease", false, false},
+		{"while it takes the Lease, all three at once", false, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
 			p := newPod(t, c, "one")
 			p.start()
 			p.ready(t)
-			if together {
+			if test.leads {
+				process.Eventually(t, 30*time.Second, "it leads", func() error {
+					if holder(t, c) == "" {
+						return errors.New("nobody holds the Lease")
+					}
+					return nil
+				})
+			}
+			if test.allThreeAtOnce {
 				p.plugin.Signal(syscall.SIGTERM)
 				p.reconciler.Signal(syscall.SIGTERM)
 			}
 			if code, err := p.watcher.Stop(8 * time.Second); err != nil || code != 0 {
 				t.Errorf("watcher: exit code %d, %v", code, err)
 			}
-			released(t, c)
+			if name := holder(t, c); name != "" {
+				t.Errorf("the Lease is still held by %s", name)
+			}
 		})
 	}
 }
 
-// released fails when the Lease still has a holder.
-func released(t *testing.T, c *cluster.Cluster) {
+// holder is who holds the Lease; empty when nobody does.
+func holder(t *testing.T, c *cluster.Cluster) string {
 	t.Helper()
 	lease, err := c.Admin.CoordinationV1().Leases(namespace).Get(t.Context(), "waymark", metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return ""
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	if holder := lease.Spec.HolderIdentity; holder != nil && *holder != "" {
-		t.Errorf("the Lease is still held by %s", *holder)
+	if lease.Spec.HolderIdentity == nil {
+		return ""
 	}
+	return *lease.Spec.HolderIdentity
 }
 
 func TestUpAgainstAnAPIServer(t *testing.T) {

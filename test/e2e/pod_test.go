@@ -102,7 +102,9 @@ func TestPod(t *testing.T) {
 			t.Errorf("podman %v: %v\n%s", step, err, out)
 		}
 	}
-	released(t, c)
+	if name := holder(t, c); name != "" {
+		t.Errorf("the Lease is still held by %s after the stepdown", name)
+	}
 	for _, name := range []string{"watcher", "reconciler", "plugin"} {
 		if out, err := process.Output(t, "podman", "stop", "--time", "12", "waymark-"+name); err != nil {
 			t.Errorf("podman stop %s: %v\n%s", name, err, out)
