@@ -11,6 +11,7 @@ import (
 	healthpb "google.golang.org/grpc/health/grpc_health_v1"
 	"google.golang.org/grpc/status"
 
+	"github.com/waymark-routes/waymark/internal/elapsed"
 	"github.com/waymark-routes/waymark/internal/endpoint"
 	routesv1 "github.com/waymark-routes/waymark/proto/waymark/routes/v1"
 )
@@ -90,7 +91,7 @@ func (c *Client) Supervise(ctx context.Context, report func(ClientState)) {
 		s.away(reason)
 		// A connection that is up but whose plugin misbehaves is asked again soon.
 		if c.conn.GetState() == connectivity.Ready {
-			sleep(ctx, time.Second)
+			elapsed.Sleep(ctx, time.Second)
 		}
 	}
 }
@@ -202,13 +203,4 @@ func (s *supervision) health(info *routesv1.GetPluginInfoResponse, st healthpb.H
 	s.leftAt = time.Time{}
 	s.tell(ClientState{Healthy: true, Info: info, NewView: s.pending})
 	s.pending = false
-}
-
-func sleep(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
-	}
 }

@@ -4,10 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
 	"sync"
-	"syscall"
 
 	"github.com/spf13/pflag"
 
@@ -25,10 +22,9 @@ const DefaultListen = "unix:///run/waymark/plugin.sock"
 // gracefully. setup gets the flag set before parsing, and returns the function
 // that makes the plugin after it.
 func Main(name string, setup func(fs *pflag.FlagSet) func(ctx context.Context) (Plugin, error)) {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	code := flags.Report(os.Stderr, name, run(ctx, name, os.Args[1:], os.Stdout, os.Stderr, setup))
-	stop()
-	os.Exit(code)
+	flags.Main(name, func(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+		return run(ctx, name, args, stdout, stderr, setup)
+	})
 }
 
 func run(ctx context.Context, name string, args []string, stdout, stderr io.Writer, setup func(fs *pflag.FlagSet) func(context.Context) (Plugin, error)) error {

@@ -255,7 +255,7 @@ func (w *watcher) clusterUID(ctx context.Context) (string, error) {
 		}
 		w.setReason(fmt.Sprintf("the API server does not tell the cluster's UID: %v", err))
 		w.logger.WarnContext(ctx, "namespace kube-system cannot be read; tried again", slog.Any("err", err))
-		sleep(ctx, 2*time.Second)
+		elapsed.Sleep(ctx, 2*time.Second)
 	}
 }
 
@@ -345,15 +345,6 @@ func (h *healthState) follow(ctx context.Context, conn *grpc.ClientConn, service
 			}
 		}
 		h.set(false)
-		sleep(ctx, 200*time.Millisecond)
-	}
-}
-
-func sleep(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
+		elapsed.Sleep(ctx, 200*time.Millisecond)
 	}
 }

@@ -6,9 +6,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
-	"syscall"
 
 	"github.com/spf13/pflag"
 
@@ -22,12 +19,7 @@ import (
 
 const name = "waymark-reconciler"
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	code := flags.Report(os.Stderr, name, run(ctx, os.Args[1:], os.Stdout, os.Stderr))
-	stop()
-	os.Exit(code)
-}
+func main() { flags.Main(name, run) }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	fs := pflag.NewFlagSet(name, pflag.ContinueOnError)

@@ -6,9 +6,6 @@ import (
 	"context"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/spf13/pflag"
@@ -25,12 +22,7 @@ const name = "waymark-watcher"
 // stepDownLimit bounds `waymark-watcher stepdown`.
 const stepDownLimit = 20 * time.Second
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
-	code := flags.Report(os.Stderr, name, run(ctx, os.Args[1:], os.Stdout, os.Stderr))
-	stop()
-	os.Exit(code)
-}
+func main() { flags.Main(name, run) }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	fs := pflag.NewFlagSet(name, pflag.ContinueOnError)

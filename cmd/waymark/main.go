@@ -4,10 +4,7 @@ package main
 
 import (
 	"context"
-	"fmt"
-	"os"
-	"os/signal"
-	"syscall"
+	"io"
 
 	"github.com/spf13/cobra"
 
@@ -15,18 +12,24 @@ import (
 	"github.com/waymark-routes/waymark/internal/flags"
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+func main() { flags.Main("waymark", run) }
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	root := &cobra.Command{
 		Use: "waymark", Short: "Keeps a cloud's routes equal to what a Kubernetes cluster's nodes need",
 		Version: build.Version(), SilenceErrors: true, SilenceUsage: true,
+		Args: func(_ *cobra.Command, args []string) error {
+			if len(args) > 0 {
+				return flags.Usagef("unknown command %q (see waymark --help)", args[0])
+			}
+			return nil
+		},
+		RunE: func(command *cobra.Command, _ []string) error { return command.Help() },
 	}
+	root.SetArgs(args)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
 	root.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return flags.Usagef("%w", err) })
 	root.AddCommand(upCommand())
-	err := root.ExecuteContext(ctx)
-	stop()
-	if err != nil && ctx.Err() != nil {
-		fmt.Fprintln(os.Stderr)
-	}
-	os.Exit(flags.Report(os.Stderr, "waymark", err))
+	return root.ExecuteContext(ctx)
 }

@@ -1,10 +1,11 @@
-// Package elapsed is a clock for leases: it never goes back, and it advances by
+// Package elapsed measures and waits. Its Clock is for leases: it never goes back, and it advances by
 // the larger of what CLOCK_BOOTTIME and the wall clock say, so that neither a
 // suspended machine nor a clock that was set back makes a lease seem younger
 // than it is (invariant S5).
 package elapsed
 
 import (
+	"context"
 	"sync"
 	"time"
 
@@ -47,4 +48,14 @@ func (c *Clock) Now() time.Time {
 	c.now = c.now.Add(max(boot-c.lastBoot, wall-c.lastWall, 0))
 	c.lastBoot, c.lastWall = boot, wall
 	return c.now
+}
+
+// Sleep waits for d, or until ctx ends.
+func Sleep(ctx context.Context, d time.Duration) {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-ctx.Done():
+	case <-timer.C:
+	}
 }

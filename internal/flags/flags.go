@@ -5,11 +5,15 @@
 package flags
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io"
 	"net/netip"
+	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 
 	"github.com/spf13/pflag"
 
@@ -57,6 +61,15 @@ func Report(w io.Writer, program string, err error) int {
 		return ExitUsage
 	}
 	return ExitFailure
+}
+
+// Main is a binary's whole main function: run gets a context that SIGTERM and
+// SIGINT end, and the process ends with Report's exit code.
+func Main(program string, run func(ctx context.Context, args []string, stdout, stderr io.Writer) error) {
+	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
+	code := Report(os.Stderr, program, run(ctx, os.Args[1:], os.Stdout, os.Stderr))
+	stop()
+	os.Exit(code)
 }
 
 // Process holds the flags that all binaries share.

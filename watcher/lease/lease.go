@@ -17,6 +17,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
+
+	"github.com/waymark-routes/waymark/internal/elapsed"
 )
 
 // margin is taken off the Lease's remaining time (S5).
@@ -184,7 +186,7 @@ func (e *Elector) term(ctx context.Context, lead func(context.Context, Token)) (
 	})
 	if err != nil {
 		o.Logger.ErrorContext(ctx, "leader election cannot be set up; tried again", slog.Any("err", err))
-		sleep(ctx, o.RetryPeriod)
+		elapsed.Sleep(ctx, o.RetryPeriod)
 		return false
 	}
 	var wg sync.WaitGroup
@@ -322,7 +324,7 @@ func (e *Elector) token(ctx context.Context) (Token, error) {
 		if ctx.Err() != nil {
 			return Token{}, fmt.Errorf("read Lease %s/%s: %w", e.options.Namespace, e.options.Name, err)
 		}
-		sleep(ctx, 200*time.Millisecond)
+		elapsed.Sleep(ctx, 200*time.Millisecond)
 	}
 }
 
@@ -351,13 +353,4 @@ func (l *watchedLock) Create(ctx context.Context, record resourcelock.LeaderElec
 func (l *watchedLock) Update(ctx context.Context, record resourcelock.LeaderElectionRecord) error {
 	started := l.elector.options.Now()
 	return l.note(started, l.Interface.Update(ctx, record))
-}
-
-func sleep(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
-	}
 }

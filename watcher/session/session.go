@@ -21,6 +21,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"github.com/waymark-routes/waymark/internal/build"
+	"github.com/waymark-routes/waymark/internal/elapsed"
 	nodesv1 "github.com/waymark-routes/waymark/proto/waymark/nodes/v1"
 	"github.com/waymark-routes/waymark/watcher/feed"
 	"github.com/waymark-routes/waymark/watcher/lease"
@@ -112,7 +113,7 @@ func (c *Client) Run(ctx context.Context, token lease.Token) {
 		}
 		c.setReason(fmt.Sprintf("no session with the reconciler: %v", err))
 		c.options.Logger.Log(ctx, level, "session broke; a new one follows", slog.Any("err", err), slog.Duration("in", pause))
-		sleep(ctx, pause)
+		elapsed.Sleep(ctx, pause)
 	}
 }
 
@@ -228,7 +229,7 @@ func (a *active) runSource(ctx context.Context, labelKeys []string) {
 			defer close(ended)
 			if err := a.options.Source.Run(running, labelKeys, &sink{feed: a.feed, keeper: a.options.Keeper}); err != nil && running.Err() == nil {
 				a.options.Logger.ErrorContext(ctx, "node source failed; it is started again", slog.Any("err", err))
-				sleep(running, time.Second)
+				elapsed.Sleep(running, time.Second)
 			}
 		}()
 		select {
@@ -435,7 +436,7 @@ func (a *active) runCensus(ctx context.Context) {
 				}
 			}
 			a.answer(&nodesv1.SessionRequest{Message: &nodesv1.SessionRequest_Absence{Absence: answer}})
-			sleep(ctx, censusPeriod)
+			elapsed.Sleep(ctx, censusPeriod)
 		}
 	}
 }
@@ -476,13 +477,4 @@ func fieldsProto(fields source.Field) []nodesv1.NodeField {
 		}
 	}
 	return slices.Clip(out)
-}
-
-func sleep(ctx context.Context, d time.Duration) {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-ctx.Done():
-	case <-timer.C:
-	}
 }
