@@ -2,6 +2,7 @@ package engine
 
 import (
 	"container/heap"
+	"fmt"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -42,8 +43,6 @@ type dest struct {
 	write    lastWrite
 	vanished int  // lists in a row that lacked what was written
 	distrust bool // an answer alone does not count; a list must show it
-	flaps    []time.Time
-
 	// notManaged is the UID of the node that is not the plugin's job.
 	notManaged string
 
@@ -64,16 +63,32 @@ type lastWrite struct {
 	unchanged bool
 }
 
-// work is the last work done on a destination, for people.
+// work is the last work done on a destination, for people, and how often its
+// route had to be written again lately although no node had changed.
 type work struct {
 	cause Cause
 	at    time.Time
+	uid   string    // of the node that was written
+	first time.Time // of the rewrites counted
+	again int
+}
+
+// rewritten counts a write that brought a route.
+func (w work) rewritten(cause Cause, uid string, now time.Time) work {
+	next := work{cause: cause, at: now, uid: uid, first: w.first, again: w.again}
+	if w.uid != uid || cause == CauseNodeChange || now.Sub(w.first) > flapWindow {
+		next.first, next.again = now, 0
+	}
+	if w.uid == uid && cause != CauseNodeChange {
+		next.again++
+	}
+	return next
 }
 
 // idle says whether nothing needs remembering.
 func (ds *dest) idle(now time.Time) bool {
 	return ds.call == nil && !ds.queued && ds.failures == 0 && ds.write.at.IsZero() && ds.notManaged == "" &&
-		ds.held.IsZero() && !ds.released && !now.Before(ds.doubtEnd) && ds.pass == nil && len(ds.flaps) == 0
+		ds.held.IsZero() && !ds.released && !now.Before(ds.doubtEnd) && ds.pass == nil
 }
 
 func (e *Engine) dest(d netip.Prefix) *dest {
@@ -161,6 +176,7 @@ func (e *Engine) examine(ds *dest, decision plan.Decision) {
 		e.leavePass(ds)
 		return
 	}
+	e.calm(ds, op)
 	if e.now.Before(ds.nextAt) {
 		e.leavePass(ds)
 		if !e.cfg.PollOnly { // with the gate off the next tick retries
@@ -201,6 +217,23 @@ func (e *Engine) examine(ds *dest, decision plan.Decision) {
 			e.deletes = append(e.deletes, ds)
 		}
 	}
+}
+
+// calm puts a destination into the slow lane whose route was written five times
+// within ten minutes and is gone again: somebody else is writing, and a hot fight
+// helps nobody.
+func (e *Engine) calm(ds *dest, op plan.Op) {
+	h := e.history[ds.prefix]
+	if op.Node == nil || h.again < flapWrites || h.uid != op.Node.UID || e.now.Sub(h.first) > flapWindow || e.now.Before(ds.nextAt) {
+		return
+	}
+	e.count(ds, "RouteFlaps", fmt.Sprintf("create %s: written %d times within %v and gone again; somebody else writes it", ds.prefix, h.again, flapWindow), true)
+	ds.nextAt = e.now.Add(jitter(laneRefused, 0.1, e.rng))
+	h.again = 0
+	e.history[ds.prefix] = h
+	e.log(slog.LevelError, "a route is written again and again and gone each time: somebody else writes it; it waits",
+		slog.String("destination", ds.prefix.String()), slog.Duration("in", laneRefused))
+	e.noteFailure(ds, op)
 }
 
 // needList makes a destination wait for a list; planAll examines it again.
@@ -421,7 +454,13 @@ func (e *Engine) callEnded(in CallEnded) {
 
 func (e *Engine) succeeded(ds *dest, ended *call, in CallEnded) {
 	op := ended.op
-	e.history[ds.prefix] = work{cause: ds.cause, at: e.now}
+	if op.Node != nil && in.Outcome != OutcomeUnchanged {
+		e.history[ds.prefix] = e.history[ds.prefix].rewritten(ds.cause, op.Node.UID, e.now)
+	} else {
+		before := e.history[ds.prefix]
+		before.cause, before.at = ds.cause, e.now
+		e.history[ds.prefix] = before
+	}
 	if e.probing {
 		e.probing = false
 		e.pausedUntil = e.now.Add(time.Duration(e.rng.Float64() * 0.1 * float64(e.pausedFor)))
@@ -683,15 +722,9 @@ func (e *Engine) vanish(ds *dest) {
 	if unchanged {
 		return // a list that lags; asking once more costs one call
 	}
-	ds.flaps = append(slices.DeleteFunc(ds.flaps, func(at time.Time) bool { return e.now.Sub(at) > flapWindow }), e.now)
 	if kind == plan.OpDelete && ds.vanished > 1 {
 		e.count(ds, "RouteReappears", "delete "+ds.prefix.String()+": the plugin says deleted, but its list shows the route", true)
 		ds.nextAt = later(ds.nextAt, e.now.Add(jitter(doubled(backoffMin, backoffMax, ds.vanished-1), 0.1, e.rng)))
-	}
-	if len(ds.flaps) >= flapWrites {
-		ds.nextAt = later(ds.nextAt, e.now.Add(jitter(laneRefused, 0.1, e.rng)))
-		e.log(slog.LevelError, "a destination is written again and again and gone each time: somebody else writes it; it waits",
-			slog.String("destination", ds.prefix.String()), slog.Int("times", len(ds.flaps)))
 	}
 	e.log(slog.LevelWarn, "a list lacks what was written", slog.String("destination", ds.prefix.String()), slog.String("operation", kind.String()), slog.Int("attempt", ds.vanished))
 }

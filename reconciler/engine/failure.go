@@ -99,8 +99,8 @@ func react(kind plan.OpKind, f *Failure, failures int, maxPause time.Duration, r
 	if f.Quota && !r.done && !r.unknown {
 		r = reaction{wait: jitter(laneRefused, 0.1, rng), definite: true, quota: true, reason: "QuotaExceeded"}
 	}
-	if f.HasRetry && r.wait < f.RetryAfter {
-		r.wait = f.RetryAfter
+	if f.HasRetry { // the least wait, but not beyond what an operator allows
+		r.wait = max(r.wait, min(f.RetryAfter, maxPause))
 	}
 	return r
 }

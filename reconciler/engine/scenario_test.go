@@ -183,8 +183,13 @@ func (p *play) command(t *testing.T, d *datadriven.TestData) string {
 		}
 		p.settle(p.now)
 	case "snapshot":
+		if d.HasArg("older") {
+			p.version -= 50
+		}
 		p.snapshot()
 		p.settle(p.now)
+	case "forget-rows": // somebody empties the table by hand
+		p.cloud.rows = nil
 	case "forget-nodes": // what the watcher's cache loses and the API server has
 		for _, arg := range d.CmdArgs {
 			n := p.nodes[arg.Key]
