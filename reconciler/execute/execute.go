@@ -168,13 +168,16 @@ func (x *Executor) StartCall(e engine.StartCall) {
 			attribute.Int("waymark.attempt", e.Attempt),
 		))
 		outcome, message, err := x.write(ctx, e.Op, write)
+		ended := ctx.Err() != nil // our own deadline or cancel
 		if err != nil {
 			span.RecordError(err)
 		}
 		span.End()
 		result := engine.CallEnded{ID: e.ID, Outcome: outcome, Message: message}
 		if err != nil {
-			result = engine.CallEnded{ID: e.ID, Err: Failure(err)}
+			failure := Failure(err)
+			failure.Local = failure.Local || ended && (failure.Code == engine.CodeDeadlineExceeded || failure.Code == engine.CodeCancelled)
+			result = engine.CallEnded{ID: e.ID, Err: failure}
 		}
 		x.report(result)
 	})
