@@ -132,7 +132,8 @@ func TestWhoseErrorItIs(t *testing.T) {
 		r := start(t, &rude{}, execute.Options{})
 		r.server.Stop()
 		var last *engine.Failure
-		for id := uint64(1); id < 200; id++ { // the first may still find the dying connection
+		// The first ones may still find the dying connection.
+		for id, deadline := uint64(1), time.Now().Add(10*time.Second); time.Now().Before(deadline); id++ {
 			r.create(id)
 			if last = r.result(t).(engine.CallEnded).Err; last != nil && last.NotSent {
 				break
